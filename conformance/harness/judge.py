@@ -144,6 +144,11 @@ def lacks_kernel(error: BaseException | None) -> str | None:
     return next(filter(None, found.groups())) if found else None
 
 
+def lacks_kernel_of_dtype(error: BaseException) -> bool:
+    """Return whether a kernel says that it has no such dtype; a RuntimeError before 2.8, and a subclass of it since."""
+    return isinstance(error, RuntimeError) and "not implemented for" in str(error)
+
+
 def named_kernel(evidence: Iterable[values.Evidence]) -> str | None:
     """Return the operator of which some evidence says, in its name or its measurement, that a device has no kernel."""
     found = (_KERNEL_NAMED.search(f"{one.name} {one.measured}") for one in evidence)

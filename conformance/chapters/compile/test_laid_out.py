@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...harness.check import Case, by_seed, contract, deep, needs
-from ...harness.judge import lacks_kernel
+from ...harness.judge import lacks_kernel, lacks_kernel_of_dtype
 from ...harness.targets import Target
 from .laid_out import IMAGE, LAYOUTS, OF_IMAGES, OF_VOLUMES, PADDED, VOLUME, Function
 from .support import compiling, dtypes_of, unlike
@@ -42,7 +42,7 @@ def _taken(case: Case, functions: Mapping[str, Function], x: Tensor) -> dict[str
         try:
             run(leaf).sum().backward()
         except RuntimeError as error:
-            if not ("not implemented for" in str(error) or lacks_kernel(error)):
+            if not (lacks_kernel_of_dtype(error) or lacks_kernel(error)):
                 raise
             case.note(f"{x.dtype}, {name}: no kernel", str(error).splitlines()[0][:80])
         else:

@@ -53,10 +53,6 @@ def _told(call: Program, x: Tensor, tangent: Tensor) -> dict[str, Tensor]:
     return told
 
 
-def _first(compiled: Program, x: Tensor, tangent: Tensor) -> dict[str, Tensor]:
-    return _told(compiled, x, tangent)
-
-
 def _after_a_plain_call(compiled: Program, x: Tensor, tangent: Tensor) -> dict[str, Tensor]:
     compiled(x)
     return _told(compiled, x, tangent)
@@ -72,7 +68,7 @@ def _jvp(compiled: Program, x: Tensor, tangent: Tensor) -> dict[str, Tensor]:
 
 
 WAYS: Mapping[str, Callable[[Program, Tensor, Tensor], dict[str, Tensor]]] = {
-    "at the first call": _first,
+    "at the first call": _told,
     "after a call without a tangent": _after_a_plain_call,
     "of a tensor that requires a gradient": _of_a_leaf,
     "by torch.func.jvp": _jvp,

@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from ...harness.check import Case, contract, deep
-from ...harness.judge import lacks_kernel, lacks_tangent
+from ...harness.judge import lacks_kernel, lacks_kernel_of_dtype, lacks_tangent
 from ...harness.targets import Target, is_foreign
 from ...measure.determinism import deterministic_algorithms
 from ...measure.precision import full_precision
@@ -205,7 +205,7 @@ def _taken(case: Case, target: Target, call: Callable[[], Found], what: str, rai
         with full_precision(target.device_type):
             return call()
     except RuntimeError as error:
-        untyped = is_foreign(target.device_type) and "not implemented for" in str(error)
+        untyped = is_foreign(target.device_type) and lacks_kernel_of_dtype(error)
         if lacking := lacks_kernel(error) or lacks_tangent(error, target.device_type) or (untyped and "this type"):
             case.note(what, f"no kernel of {lacking}, or no forward derivative")
         else:

@@ -165,7 +165,7 @@ def _conv2d(
     return (taps * kernels).sum((3, 6)).reshape(n, weight.shape[0], high, wide)
 
 
-def _transposed(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0, groups: int = 1) -> Tensor:
+def _transposed(x: Tensor, weight: Tensor, *, stride: int, groups: int) -> Tensor:
     """Return what each element adds to its window of the result."""
     n, channels, high, wide = x.shape
     rows, columns = weight.shape[2:]
@@ -180,11 +180,6 @@ def _transposed(x: Tensor, weight: Tensor, *, stride: int = 1, padding: int = 0,
         (down[..., None, None] + torch.arange(rows, device=x.device)[:, None]).expand(high, wide, rows, columns),
         (across[..., None, None] + torch.arange(columns, device=x.device)).expand(high, wide, rows, columns),
     )
-    whole = _added(whole, places, added)
-    return whole[..., padding : whole.shape[2] - padding, padding : whole.shape[3] - padding]
-
-
-def _added(whole: Tensor, places: tuple[Tensor, Tensor], added: Tensor) -> Tensor:
     flat = (places[0] * whole.shape[3] + places[1]).flatten()
     return whole.flatten(2).index_add(2, flat, added.flatten(2)).reshape(whole.shape)
 
