@@ -16,19 +16,30 @@ Derivatives = dict[str, Tensor]
 Region = Callable[[], AbstractContextManager[Any]]
 
 
-def derivatives(op: Twice, values: list[Tensor], rng: torch.Generator, region: Region) -> Iterator[tuple[str, Tensor]]:
+def _as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
+def derivatives(
+    op: Twice,
+    values: list[Tensor],
+    rng: torch.Generator,
+    region: Region,
+    layout: Callable[[Tensor], Tensor] = _as_it_is,
+) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and value of each term: of each first gradient, the gradient by each operand and by what came in.
 
     Those of the sum of all first gradients follow, for which a double backward is given all of its operands at once.
-    `values` are the operands; what comes in and the weights of the gradients are numbers of the generator.
+    `values` are the operands; what comes in and the weights of the gradients are numbers of the generator. All of them
+    are laid out by `layout`.
     """
-    leaves = [value.detach().requires_grad_() for value in values]
+    leaves = [layout(value.detach()).requires_grad_() for value in values]
     with region():
         result = op.call(*leaves)
-    incoming = draw(result, rng).requires_grad_()
+    incoming = layout(draw(result, rng)).requires_grad_()
     first = torch.autograd.grad(result, leaves, incoming, create_graph=True)
     slopes = {f"gradient {number}": slope for number, slope in enumerate(first) if slope.requires_grad}
-    weights = [draw(slope, rng) for slope in slopes.values()]
+    weights = [layout(draw(slope, rng)) for slope in slopes.values()]
     terms = {name: ([slope], [weight]) for (name, slope), weight in zip(slopes.items(), weights, strict=True)}
     if len(slopes) > 1:
         terms["all gradients"] = ([*slopes.values()], weights)

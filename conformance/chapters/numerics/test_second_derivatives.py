@@ -70,6 +70,52 @@ def test_second_derivatives(case: Case, target: Target, amp_dtype: torch.dtype, 
     _near(case, op, seen, exact, amp_dtype)
 
 
+def _reversed(x: Tensor) -> Tensor:
+    """Return `x` with its first dimension next to each other in memory, and its last one the farthest apart."""
+    order = tuple(reversed(range(x.ndim)))
+    return x.permute(order).contiguous().permute(order)
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x.movedim(1, -1).contiguous().movedim(-1, 1) if x.ndim > 2 else x
+
+
+def _with_gaps(x: Tensor) -> Tensor:
+    """Return every second element of a tensor of twice as many."""
+    return torch.stack([x, torch.full_like(x, math.nan)], -1)[..., 0]
+
+
+LAYOUTS = {"reversed": _reversed, "channels last": _channels_last, "with gaps": _with_gaps}
+
+
+@contract("AMP-NUMERICS-117")
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "layout", [deep("quick" if layout == "reversed" else "standard", layout, id=slug(layout)) for layout in LAYOUTS]
+)
+def test_layouts(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, layout: str, family: str
+) -> None:
+    region, judged = partial(target.autocast, amp_dtype), 0
+    for name, op in FAMILIES[family].items():
+        values = [value.to(amp_dtype) for value in op.operands(rng)]
+        state = rng.get_state()
+        doubled = [value.double() for value in values]
+        exact = dict(derivatives(op, doubled, rng, contextlib.nullcontext))
+        try:
+            dict(derivatives(op, doubled, rng, contextlib.nullcontext, LAYOUTS[layout]))
+        except RuntimeError:
+            continue  # the op refuses that layout, as max_pool3d does without a batch
+        rng.set_state(state)
+        call = partial(derivatives, op, [value.to(target.device) for value in values], rng, region, LAYOUTS[layout])
+        seen = _taken(case, target, lambda call=call: dict(call()), name, f"{name}: what the derivatives raise")
+        if seen is None:
+            continue
+        judged += 1
+        _near(case, name, seen, exact, amp_dtype)
+    case.enough(target, "ops judged", judged)
+
+
 @contract("AMP-NUMERICS-117", on="cpu")
 def test_exact_second_derivatives(case: Case, target: Target, rng: torch.Generator) -> None:
     """What 16 bits are compared with are the derivatives of gradients, by differences of these in float64."""
@@ -159,20 +205,47 @@ def _judge_order(
 def test_tangents(
     case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, operands: str, family: str
 ) -> None:
+    _judge_tangents(case, target, amp_dtype, rng, family, learning=operands == "learnt")
+
+
+@contract("AMP-NUMERICS-147")
+@BY_FAMILY
+@pytest.mark.parametrize("tangents", ["laid out alike", "contiguous"])
+def test_tangents_of_layouts(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, tangents: str, family: str
+) -> None:
+    of_tangents = _reversed if tangents == "laid out alike" else torch.Tensor.contiguous
+    _judge_tangents(case, target, amp_dtype, rng, family, learning=True, layouts=(_reversed, of_tangents))
+
+
+Layout = Callable[[Tensor], Tensor]
+
+
+def _judge_tangents(
+    case: Case,
+    target: Target,
+    amp_dtype: torch.dtype,
+    rng: torch.Generator,
+    family: str,
+    *,
+    learning: bool,
+    layouts: tuple[Layout, Layout] = (torch.Tensor.contiguous, torch.Tensor.contiguous),
+) -> None:
+    """Compare the tangents of ops, of operands and tangents in these layouts, with those of backward in float64."""
     judged = 0
     region = partial(target.autocast, amp_dtype)
     for name, op in FAMILIES[family].items():
-        values = [value.to(amp_dtype) for value in op.operands(rng)]
-        along = [draw(value, rng) for value in values]
+        values = [layouts[0](value.to(amp_dtype)) for value in op.operands(rng)]
+        along = [layouts[1](draw(value, rng)) for value in values]
         try:
             doubled = [one.double() for one in values], [one.double() for one in along]
             # Raises where torch has no formula for any type.
             tangent(op, *doubled, contextlib.nullcontext, learning=True)
-            exact, size = tangent_by_reverse(op, *doubled)
+            exact, size = tangent_by_reverse(op, *([one.contiguous() for one in part] for part in doubled))
         except RuntimeError:
             continue
         placed = [one.to(target.device) for one in values], [one.to(target.device) for one in along]
-        call = partial(tangent, op, *placed, region, learning=operands == "learnt")
+        call = partial(tangent, op, *placed, region, learning=learning)
         seen = _taken(case, target, call, f"{name}: tangent", f"{name}: what the tangent raises")
         if seen is None:
             continue

@@ -13,6 +13,7 @@ from torch.nn import functional
 from torch.optim import rprop
 from torch.utils import checkpoint
 
+from conformance.self_check.planting import kernel
 from tests.faults import fault
 from tests.faults.breaking import cpu_kernel, decomposed, edited, given_the_original
 
@@ -201,4 +202,57 @@ def fast_attention_takes_no_masks_of_heads() -> Iterator[None]:
         return original(self, attn_mask, key_padding_mask, query)
 
     with given_the_original(torch.nn.MultiheadAttention, "merge_masks", merged):
+        yield
+
+
+@fault("AMP-NUMERICS-117")
+def second_derivative_of_prelu_reads_memory_in_order() -> Iterator[None]:
+    """The double backward of prelu takes the numbers of an operand in the order in which they lie (68760)."""
+
+    class Backward(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, grad: Tensor, x: Tensor, weight: Tensor) -> Any:
+            ctx.save_for_backward(grad, x, weight)
+            with torch._C._AutoDispatchBelowAutograd():
+                return torch.ops.aten._prelu_kernel_backward(grad, x, weight)
+
+        @staticmethod
+        def backward(ctx: Any, by_x: Tensor, by_weight: Tensor) -> Any:
+            grad, x, weight = ctx.saved_tensors
+            if not x.is_contiguous():
+                x = x.as_strided((x.numel(),), (1,)).view(x.shape)
+            below = x <= 0
+            slopes = torch.where(below, weight, 1)
+            return by_x * slopes + by_weight * below * x, by_weight * below * grad, by_x * below * grad
+
+    with kernel("_prelu_kernel_backward", Backward.apply, "AutogradCPU"):
+        yield
+
+
+@fault("AMP-NUMERICS-147")
+def tangent_of_tanh_reads_memory_in_order() -> Iterator[None]:
+    """The forward-mode formula of tanh takes the tangent of a transposed operand in the order in which it lies."""
+
+    class Tanh(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            with torch._C._AutoDispatchBelowAutograd():
+                found = torch.ops.aten.tanh(x)
+            ctx.save_for_backward(found)
+            ctx.save_for_forward(found)
+            return found
+
+        @staticmethod
+        def backward(ctx: Any, incoming: Tensor) -> Tensor:
+            (found,) = ctx.saved_tensors
+            return incoming * (1 - found * found)
+
+        @staticmethod
+        def jvp(ctx: Any, along: Tensor) -> Tensor:
+            (found,) = ctx.saved_tensors
+            if not along.is_contiguous():
+                along = along.as_strided((along.numel(),), (1,)).view(along.shape)
+            return along * (1 - found * found)
+
+    with kernel("tanh", Tanh.apply, "AutogradCPU"):
         yield
