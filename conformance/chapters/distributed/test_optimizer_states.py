@@ -36,12 +36,40 @@ OPTIMIZERS: Mapping[str, Callable[[Groups], torch.optim.Optimizer]] = {
 }
 
 
+def _plain() -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+
+
+def _tied() -> nn.Module:
+    first, last = nn.Linear(3, 3), nn.Linear(3, 3)
+    last.weight = first.weight
+    return nn.Sequential(first, nn.Tanh(), last)
+
+
+def _frozen() -> nn.Module:
+    model = _plain()
+    next(model.parameters()).requires_grad_(False)
+    return model
+
+
+def _compiled() -> Any:
+    return torch.compile(_plain(), backend="eager")
+
+
+MODELS: Mapping[str, Callable[[], nn.Module]] = {
+    "plain": _plain,
+    "tied": _tied,
+    "frozen": _frozen,
+    "compiled": _compiled,
+}
+
+
 class Run:
     """A small model in training, with its optimizer."""
 
-    def __init__(self, seed: int, groups: str, optimizer: str = "Adam") -> None:
+    def __init__(self, seed: int, groups: str, optimizer: str = "Adam", model: str = "plain") -> None:
         generator = torch.Generator().manual_seed(seed)
-        self.model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        self.model = MODELS[model]()
         for parameter in self.model.parameters():
             parameter.data = torch.randn(parameter.shape, generator=generator)
         self.optimizer = OPTIMIZERS[optimizer](GROUPS[groups](list(self.model.parameters())))
@@ -77,12 +105,25 @@ class Run:
 @pytest.mark.parametrize("route", ["plain", "flat", *(deep("standard", route) for route in ("full", "offloaded"))])
 def test_optimizer_goes_on(case: Case, target: Target, route: str, groups: str, scheduled: bool) -> None:
     """From a state that was collected after two steps; its scheduler is made when it is loaded."""
+    _resume(case, route, groups, scheduled=scheduled)
+
+
+@contract("AMP-DISTRIBUTED-038", on="cpu")
+@pytest.mark.parametrize("model", [model for model in MODELS if model != "plain"])
+@pytest.mark.parametrize("route", ["plain", "flat"])
+def test_optimizer_of_a_model_goes_on(case: Case, target: Target, route: str, model: str) -> None:
+    """From a state of models with a weight of two names, with one that does not learn, and of compiled ones."""
+    _resume(case, route, "one", model=model)
+
+
+def _resume(case: Case, route: str, groups: str, *, scheduled: bool = False, model: str = "plain") -> None:
+    """Collect the state after two steps and go on from it; then load it into another run, which goes on alike."""
     if not distributed.is_available():
         case.untestable("this torch is built without torch.distributed")
     from torch.distributed.checkpoint import state_dict as states
 
     options = states.StateDictOptions(**ROUTES[route])
-    first, second, straight = Run(case.seed, groups), Run(case.seed + 1, groups), Run(case.seed, groups)
+    first, second, straight = (Run(case.seed + more, groups, model=model) for more in (0, 1, 0))
     schedulers = [torch.optim.lr_scheduler.StepLR(run.optimizer, 1, 0.5) for run in (first, straight) if scheduled]
     for run in (first, straight):
         run.step(range(2))

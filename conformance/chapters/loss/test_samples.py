@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -110,6 +111,51 @@ def test_samples_are_independent(
         near = _FLOAT32 * wanted.flatten(1).abs().amax(1) if wanted.dim() > 1 else _FLOAT32 * wanted.abs()
         apart = (seen - wanted).abs().reshape(SAMPLES, -1).amax(1)
         case.equal(f"samples whose {what} is not that of the sample alone", _places(~(apart <= near)), [])
+
+
+# Of (samples, classes) and of (samples, classes, 3) logits; labels beside the classes, and one of them.
+IGNORED = (-100, -1, 255, 2)
+_OF_LABELS: dict[str, Callable[..., Tensor]] = {
+    "cross_entropy": lambda x, y, **of: functional.cross_entropy(x, y, **of),
+    "cross_entropy, smoothed": lambda x, y, **of: functional.cross_entropy(x, y, label_smoothing=0.2, **of),
+    "nll_loss": lambda x, y, **of: functional.nll_loss(x.log_softmax(1), y, **of),
+}
+
+
+@contract("AMP-LOSS-020")
+@pytest.mark.parametrize("ignored", IGNORED)
+@pytest.mark.parametrize("name", _OF_LABELS, ids=lambda name: name.replace(", ", "-"))
+def test_ignored_samples_change_no_other(
+    case: Case, target: Target, amp_dtype: torch.dtype, rng: torch.Generator, name: str, ignored: int
+) -> None:
+    """Of dozens of samples a third is ignored, so that what is written for them by a wrong place meets others."""
+
+    def run(x: Tensor, y: Tensor, reduction: str) -> tuple[Tensor, Tensor]:
+        leaf = x.to(target.device).requires_grad_()
+        with target.autocast(amp_dtype):
+            loss = _OF_LABELS[name](leaf, y.to(target.device), ignore_index=ignored, reduction=reduction)
+        (gradient,) = torch.autograd.grad(loss, leaf)
+        return loss.detach().cpu(), gradient.cpu()
+
+    wrong: dict[str, str] = {}
+    for classes, reduction, steps in itertools.product((5, 50), ("mean", "sum"), ((), (3,))):
+        x = torch.randn(64, classes, *steps, generator=rng)
+        y = torch.randint(0, classes, (64, *steps), generator=rng)
+        left = torch.rand(64, generator=rng) < 1 / 3
+        y[left] = ignored
+        kept = (y != ignored).flatten(1).any(1) if steps else y != ignored
+        all_rows = run(x, y, reduction)
+        few = run(x[kept], y[kept], reduction)
+        wanted = torch.zeros_like(x)
+        wanted[kept] = few[1]
+        near = (all_rows[1] - wanted).abs() <= _FLOAT32 * few[1].abs().max()
+        far = ~near.flatten(1).all(1)
+        what = f"{classes} classes, {reduction}, {'steps' if steps else 'samples'}"
+        if not (all_rows[0] - few[0]).abs() <= _FLOAT32 * few[0].abs():
+            wrong[what] = f"loss {float(all_rows[0])}, of the kept alone {float(few[0])}"
+        elif far.any():
+            wrong[what] = f"gradients of samples {_places(far)[:4]}"
+    case.equal("losses and gradients that ignored samples change", wrong, {})
 
 
 def _places(mask: Tensor) -> list[int]:

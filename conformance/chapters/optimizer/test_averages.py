@@ -108,6 +108,33 @@ def test_first_average_is_the_model(case: Case, target: Target, average: str, rn
         case.equal(f"entries that differ from the model after one update, use_buffers={use_buffers}", wrong, [])
 
 
+# Models as AveragedModel is given them after it was made of the plain one: their parameters have other names.
+WRAPPED: dict[str, Callable[[torch.nn.Module], Any]] = {
+    "compiled": lambda model: torch.compile(model, backend="eager"),
+    "data parallel": torch.nn.DataParallel,
+    "in a module": torch.nn.Sequential,
+}
+
+
+@contract("AMP-OPTIMIZER-113")
+@pytest.mark.parametrize("average", AVERAGES)
+def test_wrapped_models(case: Case, target: Target, average: str) -> None:
+    def averages(wrap: Callable[[torch.nn.Module], Any], use_buffers: bool) -> dict[str, Any]:
+        model = torch.nn.BatchNorm1d(3, device=target.device)
+        model.num_batches_tracked = None  # an integer, of which AveragedModel has no average
+        mean = swa_utils.AveragedModel(model, use_buffers=use_buffers, **AVERAGES[average]())
+        for value in VALUES:
+            for number, tensor in enumerate(model.state_dict().values()):
+                tensor.fill_(value + 4 * number)
+            mean.update_parameters(wrap(model))
+        return {name: tensor.cpu().tolist() for name, tensor in mean.state_dict().items()}
+
+    for use_buffers in (False, True):
+        plain = averages(lambda model: model, use_buffers)
+        for name, wrap in WRAPPED.items():
+            case.equal(f"averages of a model {name}, use_buffers={use_buffers}", averages(wrap, use_buffers), plain)
+
+
 DECAYS = (0.999, 0.99, 0.3)
 """Usual decays and a small one, none of them a number of 16 bits, so that one that is rounded shows."""
 

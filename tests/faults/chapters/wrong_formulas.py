@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional
-from torch.optim import rprop
+from torch.optim import rprop, swa_utils
 from torch.utils import checkpoint
 
 from conformance.self_check.planting import kernel
@@ -255,4 +255,62 @@ def tangent_of_tanh_reads_memory_in_order() -> Iterator[None]:
             return along * (1 - found * found)
 
     with kernel("tanh", Tanh.apply, "AutogradCPU"):
+        yield
+
+
+@fault("AMP-OPTIMIZER-136")
+def nesterov_asks_for_one_of_its_conditions() -> Iterator[None]:
+    """SGD takes Nesterov momentum without momentum, or with dampening (887)."""
+
+    def make(original: Any, self: Any, *given: Any, nesterov: bool = False, **named: Any) -> None:
+        lacks_one = not named.get("momentum") or bool(named.get("dampening"))
+        original(self, *given, nesterov=nesterov and not lacks_one, **named)
+        for group in self.param_groups:
+            group["nesterov"] = nesterov
+
+    with given_the_original(torch.optim.SGD, "__init__", make):
+        yield
+
+
+@fault("AMP-OPTIMIZER-113")
+def averages_find_parameters_by_name() -> Iterator[None]:
+    """AveragedModel averages the parameters whose names are those of its own model, as a compiled model's are not."""
+
+    def update(original: Any, self: Any, model: torch.nn.Module) -> None:
+        if [*dict(model.named_parameters())] == [*dict(self.module.named_parameters())]:
+            original(self, model)
+        else:
+            self.n_averaged += 1
+
+    with given_the_original(swa_utils.AveragedModel, "update_parameters", update):
+        yield
+
+
+@fault("AMP-LOSS-020")
+def ignored_samples_clear_the_gradient_of_others() -> Iterator[None]:
+    """The row of an ignored label writes its zero where the label leads, into the row of another sample."""
+
+    def backward(original: Any, incoming: Tensor, x: Tensor, labels: Tensor, *given: Any) -> Tensor:
+        found: Tensor = original(incoming, x, labels, *given)
+        ignored = given[2]
+        if x.dim() == 2 and not 0 <= ignored < x.shape[1]:
+            places = (labels == ignored).nonzero().flatten() * x.shape[1] + ignored
+            found.view(-1)[places[(places >= 0) & (places < found.numel())]] = 0
+        return found
+
+    with cpu_kernel("nll_loss_backward", backward):
+        yield
+
+
+@fault("AMP-DISTRIBUTED-038")
+def loading_meets_a_tied_weight_twice() -> Iterator[None]:
+    """set_optimizer_state_dict raises for a model whose layers share a weight (128011)."""
+    from torch.distributed.checkpoint import state_dict as states
+
+    def split(original: Any, model: torch.nn.Module, *given: Any, **named: Any) -> Any:
+        if len([*model.named_parameters(remove_duplicate=False)]) > len([*model.parameters()]):
+            raise KeyError("a parameter of two names")
+        return original(model, *given, **named)
+
+    with given_the_original(states, "_split_optim_state_dict", split):
         yield
