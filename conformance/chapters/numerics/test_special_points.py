@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ...harness.check import Case, applies, contract, deep
 from ...harness.targets import Target, is_foreign
@@ -20,6 +22,8 @@ from .special_points import FAMILIES, LAYOUTS, LEAST, OF_PICTURES, Point, layout
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
 # In roundings of the type.
 LIMIT = 4
+MOVES = 2  # of the operands, for forward mode
+NEAR = 64 * 2.0**-24  # of the terms of a sum, for rounding in float32
 QUICK_PICTURES = (
     *("pools of pictures", "norms of pictures", "softmaxes of pictures", "activations of pictures"),
     *("sizes of pictures", "pools of volumes", "norms of volumes"),
@@ -102,6 +106,60 @@ def test_answers_of_float32(case: Case, target: Target, family: str) -> None:
         )
     case.enough(target, "calls compared", compared)
     case.equal("results and gradients of float32 that are not float64's", wrong, {})
+
+
+@contract("AMP-NUMERICS-153")
+@pytest.mark.parametrize("family", [one for one in FAMILIES if one not in OF_PICTURES and one != "not numbers"])
+def test_forward_mode(case: Case, target: Target, family: str) -> None:
+    """How a weighted sum of the result moves is the gradient times the move, of float32 operands."""
+    compared = 0
+    for name, point in FAMILIES[family].items():
+        if point.picks or any(bool(operand.isnan().any()) for operand in point.operands):
+            continue  # no rule says how what is no number moves
+        operands = [_placed(operand, target.device, torch.float32) for operand in point.operands]
+        for first in range(MOVES):
+            moves = [_move(operand, first + MOVES * number) for number, operand in enumerate(operands)]
+            try:
+                with full_precision(target.device_type):
+                    wanted, size = _moved_by_backward(point, operands, moves)
+                    seen = _moved_forward(point, operands, moves)
+            except (NotImplementedError, RuntimeError) as error:
+                case.note(name, str(error).splitlines()[0][:80])
+                break
+            compared += 1
+            alike = seen == wanted or (seen != seen and wanted != wanted)
+            off = 0.0 if alike else abs(seen - wanted)
+            case.at_most(f"{name}: move {first} apart from backward", off if off == off else math.inf, NEAR * size)
+    case.enough(target, "moves compared", compared)
+
+
+def _move(operand: Tensor, number: int) -> Tensor:
+    """Return steps of 1 to 2 in size, other ones for each number, so that those of two operands do not cancel."""
+    places = torch.arange(operand.numel())
+    steps = (1 + (places * 7 + number * 5) % 9 / 8) * (1 - 2 * ((places * 3 + number * (places + 1)) % 2))
+    return steps.view(operand.shape).to(operand.device, operand.dtype)
+
+
+def _weights(result: Tensor) -> Tensor:
+    return (torch.arange(result.numel(), device=result.device) % 3 + 1).view(result.shape).to(result.dtype)
+
+
+def _moved_by_backward(point: Point, operands: list[Tensor], moves: list[Tensor]) -> tuple[float, float]:
+    """Return the sum of the gradients times the moves, and that of the sizes of its terms."""
+    leaves = [operand.clone().requires_grad_() for operand in operands]
+    result = point.call(*leaves)
+    gradients = torch.autograd.grad(result, leaves, _weights(result), allow_unused=True)
+    terms = [one * move for one, move in zip(gradients, moves, strict=True) if one is not None]
+    size = sum(float(one.abs().nan_to_num(0, 0, 0).sum()) for one in terms)
+    return sum(float(one.sum()) for one in terms), size
+
+
+def _moved_forward(point: Point, operands: list[Tensor], moves: list[Tensor]) -> float:
+    with forward_ad.dual_level():
+        leaves = [operand.clone().requires_grad_() for operand in operands]
+        result = point.call(*map(forward_ad.make_dual, leaves, moves))
+        tangent = forward_ad.unpack_dual(result).tangent
+        return 0.0 if tangent is None else float((tangent.float() * _weights(result)).sum())
 
 
 @contract("AMP-NUMERICS-122")

@@ -314,3 +314,29 @@ def loading_meets_a_tied_weight_twice() -> Iterator[None]:
 
     with given_the_original(states, "_split_optim_state_dict", split):
         yield
+
+
+@fault("AMP-NUMERICS-153")
+def tangent_of_relu_moves_at_zero() -> Iterator[None]:
+    """The forward-mode formula of relu takes 0 for positive, the backward for negative."""
+
+    class Relu(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            ctx.save_for_forward(x)
+            with torch._C._AutoDispatchBelowAutograd():
+                return torch.ops.aten.relu(x)
+
+        @staticmethod
+        def backward(ctx: Any, incoming: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return incoming * (x > 0)
+
+        @staticmethod
+        def jvp(ctx: Any, along: Tensor) -> Tensor:
+            (x,) = ctx.saved_tensors
+            return along * (x >= 0)
+
+    with kernel("relu", Relu.apply, "AutogradCPU"):
+        yield
