@@ -27,8 +27,8 @@ from ...oracles.numbers.formats import OTHER
 from ...oracles.relations.outcomes import taken
 from ...oracles.trace.ops import OpTrace
 from .observation import Around, Observed, distances, observed
-from .programs import Amp, Program, Tensors
-from .ways import Way
+from .programs import AMBIENT, Amp, Program, Tensors
+from .ways import WAYS, Way
 
 Drawn = TypeVar("Drawn")
 
@@ -365,3 +365,28 @@ def changes(target: Target, dtype: torch.dtype) -> dict[str, Around]:
         "a region with the cache on": ambient(target, dtype, cache_enabled=True),
         "flags that were set": lambda: set_flags(kind, dtype),
     }
+
+
+COMPILED_IN = "a region"
+
+
+def under_stance(
+    stance: str, target: Target, dtypes: Sequence[torch.dtype], rng: torch.Generator
+) -> Iterator[tuple[str, torch.dtype, Observed, Observed]]:
+    """Yield what a program that was compiled in a region gives under the stance in each region, and uncompiled."""
+    for dtype in dtypes:
+        leaves, call, compiled = made_anew(WAYS["aot_eager"], AMBIENT["plain_inside"], target, dtype, rng)
+        opened = changes(target, dtype)
+        observed(compiled, leaves, around=opened[COMPILED_IN])
+        for name in (*opened, COMPILED_IN):
+            around: dict[str, Any] = {"around": opened[name], "around_backward": opened[name]}
+            with torch.compiler.set_stance(stance):
+                seen = observed(compiled, leaves, **around)
+            yield name, dtype, seen, observed(call, leaves, **around)
+
+
+def called_under(stance: str, seed: int, _: Any) -> None:
+    """Call the program under the stance on a CPU, in a process that may end by it."""
+    rng = torch.Generator().manual_seed(seed)
+    for _found in under_stance(stance, Target("cpu", "cpu", None, False), list(OTHER), rng):
+        pass
