@@ -28,7 +28,7 @@ def test_changes_under_a_stance(case: Case, target: Target, rng: torch.Generator
         case.unsupported("this torch documents no such stance")
     with compiler(case):
         if stance in ENDING:
-            _, code = told(functools.partial(called_under, stance, case.seed), PATIENCE)
+            _, code = told(functools.partial(called_under, stance, case.seed), PATIENCE, method="spawn")
             case.equal("code with which a process ends that calls the program on a CPU", code, 0)
             if code != 0:
                 return
