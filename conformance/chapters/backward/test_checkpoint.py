@@ -99,7 +99,6 @@ def test_default_device_of_the_recomputation(case: Case, target: Target, rng: to
             output = checkpointing.checkpoint(segment, x, use_reentrant=False)
         output.float().sum().backward()
         case.equal(f"devices of what is made, in forward and again, by default on {device}", found, [device] * 2)
-    x.grad = None
 
 
 @contract("AMP-BACKWARD-054")

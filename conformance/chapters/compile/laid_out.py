@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...oracles.relations.values import ALL_LAYOUTS
+
 Function: TypeAlias = Callable[[Tensor], Tensor]
 IMAGE, VOLUME = (2, 4, 6, 6), (2, 4, 4, 6, 6)
 
@@ -110,16 +112,12 @@ def _last_first(x: Tensor) -> Tensor:
     return x.transpose(-1, -2).contiguous().transpose(-1, -2)
 
 
-def _channels_last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last if x.ndim == 4 else torch.channels_last_3d)
-
-
 def _part_of_a_larger_one(x: Tensor) -> Tensor:
     return F.pad(x, (1, 0, 2, 1))[..., 2:-1, 1:]
 
 
 LAYOUTS: Mapping[str, Callable[[Tensor], Tensor]] = {
-    "channels last": _channels_last,
+    "channels last": ALL_LAYOUTS["channels last"],
     "transposed": _last_first,
     "with gaps": _every_second,
     "a part": _part_of_a_larger_one,

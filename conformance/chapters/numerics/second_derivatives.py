@@ -14,10 +14,7 @@ from .twice_ops import Twice
 
 Derivatives = dict[str, Tensor]
 Region = Callable[[], AbstractContextManager[Any]]
-
-
-def _as_it_is(x: Tensor) -> Tensor:
-    return x
+Layout = Callable[[Tensor], Tensor]  # of a copy that lies in memory in some order
 
 
 def derivatives(
@@ -25,7 +22,7 @@ def derivatives(
     values: list[Tensor],
     rng: torch.Generator,
     region: Region,
-    layout: Callable[[Tensor], Tensor] = _as_it_is,
+    layout: Layout = Tensor.contiguous,
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield the name and value of each term: of each first gradient, the gradient by each operand and by what came in.
 

@@ -17,6 +17,7 @@ from torch.autograd import forward_ad
 from ...harness.check import Case, applies, contract, deep
 from ...harness.targets import Target, is_foreign
 from ...measure.precision import full_precision
+from ...oracles.relations.values import weights
 from .special_points import FAMILIES, LAYOUTS, LEAST, OF_PICTURES, Point, layouts
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -140,15 +141,11 @@ def _move(operand: Tensor, number: int) -> Tensor:
     return steps.view(operand.shape).to(operand.device, operand.dtype)
 
 
-def _weights(result: Tensor) -> Tensor:
-    return (torch.arange(result.numel(), device=result.device) % 3 + 1).view(result.shape).to(result.dtype)
-
-
 def _moved_by_backward(point: Point, operands: list[Tensor], moves: list[Tensor]) -> tuple[float, float]:
     """Return the sum of the gradients times the moves, and that of the sizes of its terms."""
     leaves = [operand.clone().requires_grad_() for operand in operands]
     result = point.call(*leaves)
-    gradients = torch.autograd.grad(result, leaves, _weights(result), allow_unused=True)
+    gradients = torch.autograd.grad(result, leaves, weights(result), allow_unused=True)
     terms = [one * move for one, move in zip(gradients, moves, strict=True) if one is not None]
     size = sum(float(one.abs().nan_to_num(0, 0, 0).sum()) for one in terms)
     return sum(float(one.sum()) for one in terms), size
@@ -159,7 +156,7 @@ def _moved_forward(point: Point, operands: list[Tensor], moves: list[Tensor]) ->
         leaves = [operand.clone().requires_grad_() for operand in operands]
         result = point.call(*map(forward_ad.make_dual, leaves, moves))
         tangent = forward_ad.unpack_dual(result).tangent
-        return 0.0 if tangent is None else float((tangent.float() * _weights(result)).sum())
+        return 0.0 if tangent is None else float((tangent.float() * weights(result)).sum())
 
 
 @contract("AMP-NUMERICS-122")

@@ -17,6 +17,9 @@ from ...measure.pending import run_pending
 from ...workloads.linear_loss import LinearLoss
 from .optimizer_configs import OptimizerConfig, configs
 
+REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)
+"""Errors by which an optimizer refuses a setting."""
+
 U = 2.0**-24
 
 

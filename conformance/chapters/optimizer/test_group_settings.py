@@ -12,12 +12,11 @@ from ...harness.check import Case, contract
 from ...harness.targets import Target
 from .optimizer_configs import OptimizerConfig
 from .parameter_kinds import Draw
-from .support import ALL, demand, over_optimizers
+from .support import ALL, REFUSALS, demand, over_optimizers
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 # Settings that choose an implementation (AMP-OPTIMIZER-045) or that the constructor alone uses: kept, not stepped.
 KEPT = ("foreach", "fused", "capturable", "differentiable", "initial_accumulator_value")
-REFUSED = (AssertionError, RuntimeError, TypeError, ValueError)
 SHAPE, STEPS = (4, 6), 2
 
 
@@ -85,7 +84,7 @@ class _Trial:
         """Whether the constructor accepts these arguments."""
         try:
             kind.make([self.parameter()], **arguments)
-        except REFUSED:
+        except REFUSALS:
             return False
         return True
 

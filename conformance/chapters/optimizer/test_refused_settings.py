@@ -12,8 +12,7 @@ from torch import Tensor, nn, optim
 
 from ...harness.check import Case, contract
 from ...harness.targets import Target
-
-REFUSALS = (AssertionError, RuntimeError, TypeError, ValueError)
+from .support import REFUSALS
 
 _OF_ADAM: Mapping[str, tuple[Any, ...]] = {
     "lr": (-1.0,),

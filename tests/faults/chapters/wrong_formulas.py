@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -229,32 +230,43 @@ def second_derivative_of_prelu_reads_memory_in_order() -> Iterator[None]:
         yield
 
 
-@fault("AMP-NUMERICS-147")
-def tangent_of_tanh_reads_memory_in_order() -> Iterator[None]:
-    """The forward-mode formula of tanh takes the tangent of a transposed operand in the order in which it lies."""
+Derivative = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-    class Tanh(torch.autograd.Function):
+
+def _derived(name: str, backward: Derivative, tangent: Derivative) -> AbstractContextManager[None]:
+    """Give a function of one tensor these derivatives: of a gradient or a tangent, the operand and the result."""
+    op = getattr(torch.ops.aten, name)
+
+    class Derived(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: Tensor) -> Tensor:
             with torch._C._AutoDispatchBelowAutograd():
-                found = torch.ops.aten.tanh(x)
-            ctx.save_for_backward(found)
-            ctx.save_for_forward(found)
+                found: Tensor = op(x)
+            ctx.save_for_backward(x, found)
+            ctx.save_for_forward(x, found)
             return found
 
         @staticmethod
         def backward(ctx: Any, incoming: Tensor) -> Tensor:
-            (found,) = ctx.saved_tensors
-            return incoming * (1 - found * found)
+            return backward(incoming, *ctx.saved_tensors)
 
         @staticmethod
         def jvp(ctx: Any, along: Tensor) -> Tensor:
-            (found,) = ctx.saved_tensors
-            if not along.is_contiguous():
-                along = along.as_strided((along.numel(),), (1,)).view(along.shape)
-            return along * (1 - found * found)
+            return tangent(along, *ctx.saved_tensors)
 
-    with kernel("tanh", Tanh.apply, "AutogradCPU"):
+    return kernel(name, Derived.apply, "AutogradCPU")
+
+
+@fault("AMP-NUMERICS-147")
+def tangent_of_tanh_reads_memory_in_order() -> Iterator[None]:
+    """The forward-mode formula of tanh takes the tangent of a transposed operand in the order in which it lies."""
+
+    def tangent(along: Tensor, _: Tensor, found: Tensor) -> Tensor:
+        if not along.is_contiguous():
+            along = along.as_strided((along.numel(),), (1,)).view(along.shape)
+        return along * (1 - found * found)
+
+    with _derived("tanh", lambda incoming, _, found: incoming * (1 - found * found), tangent):
         yield
 
 
@@ -320,23 +332,5 @@ def loading_meets_a_tied_weight_twice() -> Iterator[None]:
 def tangent_of_relu_moves_at_zero() -> Iterator[None]:
     """The forward-mode formula of relu takes 0 for positive, the backward for negative."""
 
-    class Relu(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            ctx.save_for_backward(x)
-            ctx.save_for_forward(x)
-            with torch._C._AutoDispatchBelowAutograd():
-                return torch.ops.aten.relu(x)
-
-        @staticmethod
-        def backward(ctx: Any, incoming: Tensor) -> Tensor:
-            (x,) = ctx.saved_tensors
-            return incoming * (x > 0)
-
-        @staticmethod
-        def jvp(ctx: Any, along: Tensor) -> Tensor:
-            (x,) = ctx.saved_tensors
-            return along * (x >= 0)
-
-    with kernel("relu", Relu.apply, "AutogradCPU"):
+    with _derived("relu", lambda incoming, x, _: incoming * (x > 0), lambda along, x, _: along * (x >= 0)):
         yield
